@@ -400,7 +400,7 @@ class Journal(StandbyStore):
         self._segment()
 
     def end(self) -> None:
-        """Leave a segment with all that is held, in place of all that has happened: the next program reads it at once.
+        """Leave a segment with the present content of the standbys, in place of the history: the next program reads it at once.
 
         QueryFailed: another program has the place, or it is gone. After an error the earlier segment counts."""
         self.flush()
